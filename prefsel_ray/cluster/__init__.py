@@ -1,0 +1,1 @@
+"""The Ray edge: session and preflight, Data streams, model actors, Train jobs under Tune."""

@@ -1,0 +1,1 @@
+"""Language models: references and loading, chat templates, packed forward passes, caches and the tree step."""

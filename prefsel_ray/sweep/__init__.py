@@ -1,0 +1,1 @@
+"""Sweeps: cells, the content-addressed store, the plan, the runner and MLflow tracking."""
