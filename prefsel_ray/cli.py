@@ -123,12 +123,20 @@ def data_check(
     def action() -> int:
         from prefsel_ray.command import cache_folder
         from prefsel_ray.data.check import check_file
-        from prefsel_ray.lm.chat import prompt_fitter, render_for_humans
-        from prefsel_ray.lm.reference import load_tokenizer
+        from prefsel_ray.data.schema import Pair
+        from prefsel_ray.lm.chat import render_for_humans
+        from prefsel_ray.lm.reference import load_tokenizer, window_of
+        from prefsel_ray.lm.window import prompt_fitter
 
-        tokenizer = load_tokenizer(model, cache_folder())
-        fit = prompt_fitter([tokenizer], window=window, reserve=reserve)
-        report = check_file(file, parse_columns(columns or []), fit, lambda pair: render_for_humans(tokenizer, pair))
+        cache = cache_folder()
+        tokenizer = load_tokenizer(model, cache)
+        fit = prompt_fitter([(tokenizer, window or window_of(model, cache))], reserve=reserve)
+
+        def render(pair: Pair) -> str:
+            chosen = render_for_humans(tokenizer, pair.prompt, pair.chosen)
+            return f"user {pair.user_id}\n{chosen}\nrejected: {pair.rejected}"
+
+        report = check_file(file, parse_columns(columns or []), fit, render)
         for line in report.lines():
             print(line)
         return 0 if report.usable else 1

@@ -7,6 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,10 +17,12 @@ from rich.table import Table
 
 from prefsel_ray.data.debian import NoAptIndex
 from prefsel_ray.data.files import FilePairs
+from prefsel_ray.data.splits import SplitSpec
 from prefsel_ray.errors import PrefselError
 from prefsel_ray.sweep.spec import SCALES, Sweep
 
 DEFAULT_STORE = Path("runs")
+OWN_SPLITS = SplitSpec(support_per_user=8)  # for --data files that bring no splits of their own: every user takes part
 SweepFunction = Callable[[str], Sweep]
 
 
@@ -80,8 +83,6 @@ def run(
 
     Raises PrefselError for wrong input, before anything is written.
     """
-    from dataclasses import replace
-
     from prefsel_ray.sweep.plan import build
     from prefsel_ray.sweep.runner import prepare_pairs
     from prefsel_ray.sweep.status import write_plan
@@ -92,7 +93,9 @@ def run(
     console = Console(highlight=False)
     sweep = sweep_function(scale)
     if data is not None:
-        sweep = replace(sweep, name=f"{sweep.name}-{data.stem}", data=FilePairs(str(data)), fallback=None)
+        sweep = replace(
+            sweep, name=f"{sweep.name}-{data.stem}", data=FilePairs(str(data)), splits=OWN_SPLITS, fallback=None
+        )
     cache = cache_folder()
     store = Store(store_root)
     plan = build(sweep, sweep.data, cache)

@@ -9,9 +9,10 @@ nearest synopsis of another maintainer.
     python sweeps/quickstart.py --data my.jsonl  your own pairs
 """
 
-from prefsel_ray.command import main
 from prefsel_ray.data.debian import DebianSynopses
 from prefsel_ray.data.planted import PlantedText
+
+from prefsel_ray.command import main
 from prefsel_ray.data.splits import SplitSpec
 from prefsel_ray.errors import PrefselError
 from prefsel_ray.metrics.bertscore import BertScoreSpec

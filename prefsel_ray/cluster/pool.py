@@ -34,7 +34,10 @@ class Models:
 
     def forward_tokens(self) -> dict[str, int]:
         """Tokens that went through each model since the last call."""
-        return {reference: lm.meter.take() for reference, lm in self._loaded.items()}
+        counts = {reference: lm.meter.tokens for reference, lm in self._loaded.items()}
+        for lm in self._loaded.values():
+            lm.meter.reset()
+        return counts
 
 
 @ray.remote

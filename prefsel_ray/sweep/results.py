@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prefsel_ray.data.schema import Pair, pairs_from_table
-from prefsel_ray.metrics.correlation import COEFFICIENTS, correlate
+from prefsel_ray.metrics.correlation import correlations
 from prefsel_ray.metrics.measured import Measured, macro_mean, mean_over_seeds, micro_mean
 from prefsel_ray.metrics.policy_accuracy import PairTrace, Totals, grid_outcomes, scores, totals
 from prefsel_ray.metrics.ranking import is_tie, outcomes
@@ -286,16 +286,16 @@ def _correlations(results: Results, plan: Plan, policy: str) -> None:
     for w in sweep.decode_weights:
         points = [_point(results, method, seed, policy, w) for method in sweep.of_kind("head") for seed in sweep.seeds]
         for x, y in CORRELATED:
-            both = [(p[x], p[y]) for p in points if p[x] is not None and p[y] is not None]
-            for coefficient in COEFFICIENTS:
-                measured = correlate(coefficient, [p[0] for p in both], [p[1] for p in both])
-                results.add(measured, policy=policy, metric=coefficient, variant=f"{x} ~ {y}", w=w)
+            found = correlations([p[x] for p in points], [p[y] for p in points], [p["method"] for p in points])
+            for kind, measured in found.items():
+                results.add(measured, policy=policy, metric=kind, variant=f"{x} ~ {y}", w=w)
 
 
-def _point(results: Results, method: str, seed: int, policy: str, w: float) -> dict[str, float | None]:
+def _point(results: Results, method: str, seed: int, policy: str, w: float) -> dict[str, Any]:
     one = {"method": method, "seed": seed}
     policy_accuracy = {**one, "policy": policy, "metric": "policy_accuracy", "w": w}
     return {
+        "method": method,
         "rm_accuracy": results.value(**one, metric="rm_accuracy", variant="micro"),
         "policy_accuracy prefix_sum": results.value(**policy_accuracy, variant="prefix_sum"),
         "policy_accuracy terminal": results.value(**policy_accuracy, variant="terminal"),

@@ -23,8 +23,8 @@ from prefsel_ray.cluster.session import session
 from prefsel_ray.cluster.streams import stream_blocks
 from prefsel_ray.data.prepare import prepare
 from prefsel_ray.data.schema import FIT_SPLITS, Pair, stable_hash, table_from_pairs
-from prefsel_ray.lm.chat import fit_prompt
-from prefsel_ray.lm.reference import load_tokenizer
+from prefsel_ray.lm.reference import load_tokenizer, window_of
+from prefsel_ray.lm.window import prompt_fitter
 from prefsel_ray.sweep.cell import Cell
 from prefsel_ray.sweep.plan import Plan
 from prefsel_ray.sweep.store import Store, write_json
@@ -41,20 +41,8 @@ def prepare_pairs(plan: Plan, store: Store, cache: Path) -> None:
     if store.is_done(cell):
         return
     started = time.monotonic()
-    tokenizers = [load_tokenizer(reference, cache) for reference in plan.traces]
-
-    def fit(messages: Any, responses: Sequence[str]) -> tuple[Any, bool]:
-        """Fit the prompt to the narrowest window of the sweep's models, with room for the longest response."""
-        was_cut = False
-        for tokenizer in tokenizers:
-            messages, cut = fit_prompt(
-                tokenizer, messages, responses, tokenizer.model_max_length, reserve=sweep.max_new_tokens
-            )
-            if messages is None:
-                return None, False
-            was_cut = was_cut or cut
-        return messages, was_cut
-
+    models = [(load_tokenizer(reference, cache), window_of(reference, cache)) for reference in plan.traces]
+    fit = prompt_fitter(models, reserve=sweep.max_new_tokens)
     prepared = prepare(plan.source, sweep.splits, fit=fit, cache=cache, progress=True)
     fit_rows = sorted((p for p in prepared.pairs if p.split in FIT_SPLITS), key=lambda p: (p.user_id, p.example_id))
     test_rows = sorted((p for p in prepared.pairs if p.split not in FIT_SPLITS), key=_shuffled)
