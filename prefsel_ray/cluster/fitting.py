@@ -15,6 +15,7 @@ import ray.tune
 import torch
 from ray.train.torch import TorchTrainer
 from safetensors.torch import load_file, save_file
+from tqdm import tqdm
 
 from prefsel_ray.cluster.preflight import TRAIN_WORKER_CPUS, Shares
 from prefsel_ray.cluster.streams import feature_dataset
@@ -67,6 +68,7 @@ def fit_heads(fits: Sequence[HeadFit], features: Path, run_folder: Path, shares:
             storage_path=str(run_folder),
             verbose=0,
             failure_config=ray.tune.FailureConfig(max_failures=1),
+            callbacks=[TrialBar(len(by_seed))],
         ),
     )
     outcomes: dict[str, str | None] = {}
@@ -78,6 +80,22 @@ def fit_heads(fits: Sequence[HeadFit], features: Path, run_folder: Path, shares:
         else:
             outcomes.update(result.metrics["outcomes"])
     return outcomes
+
+
+class TrialBar(ray.tune.Callback):
+    """A progress bar over trials, ended ones counted whatever their outcome."""
+
+    def __init__(self, trials: int) -> None:
+        self.bar = tqdm(total=trials, desc="reward models", unit="trial")
+
+    def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self.bar.update()
+
+    def on_trial_error(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
+        self.bar.update()
+
+    def on_experiment_end(self, trials: list, **info: Any) -> None:
+        self.bar.close()
 
 
 def fit_loop(config: dict[str, Any]) -> dict[str, str | None]:

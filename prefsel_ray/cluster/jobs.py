@@ -23,7 +23,9 @@ from prefsel_ray.decoding.guides import HeadGuide
 from prefsel_ray.decoding.in_context import InContextItem, write_and_trace
 from prefsel_ray.lm.chat import prompt_ids, response_ids
 from prefsel_ray.lm.packed import PromptBranches, packed_forward
-from prefsel_ray.metrics.text import BertScoreSpec, text_scores
+from prefsel_ray.metrics.bertscore import BertScoreSpec
+from prefsel_ray.metrics.text import text_scores
+from prefsel_ray.rewards import load_method, method_settings
 
 Tables = Mapping[str, pa.Table]
 FLOATS = pa.list_(pa.float32())
@@ -132,6 +134,7 @@ def in_context(
     support = pairs_from_table(pq.read_table(supports, filters=pc.field("user_id").isin(users)))
     tables = {}
     for cell in cells:
+        method = load_method(cell["method"])(method_settings(cell["method"], cell["settings"]))
         items, kept, dropped = [], [], []
         for pair in pairs:
             own = [row for row in support if row.user_id == pair.user_id]
@@ -141,10 +144,10 @@ def in_context(
                 pair,
                 own,
                 k=cell["k"],
-                retriever=cell["retriever"],
+                retriever=method.retriever,
                 seed=cell["seed"],
-                style=cell["style"],
-                layout=cell["layout"],
+                style=method.settings.style,
+                layout=method.settings.layout,
                 tokenizer=lm.tokenizer,
                 budget=budget,
             )

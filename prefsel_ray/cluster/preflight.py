@@ -49,6 +49,8 @@ def shares(cluster: ClusterResources, actors: int | None = None) -> Shares:
     else:
         driver, slots = {"CPU": 0.01}, 4
         free -= 0.01 * slots
+    # Starting a trial's processes is bound by the CPU: two cores did three trials in 65 s two at a time.
+    slots = min(slots, max(1, int(cluster.cpus // 2)))
     return Shares(
         actors=count,
         actor_threads=max(1, int(cluster.cpus // count)) if not cluster.gpus else 1,

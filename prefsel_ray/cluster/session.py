@@ -14,6 +14,7 @@ os.environ.setdefault("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.5")
 os.environ.setdefault("RAY_TRAIN_ENABLE_PRINT_PATCH", "0")
 os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 os.environ.setdefault("TUNE_DISABLE_AUTO_CALLBACK_LOGGERS", "1")
+os.environ.setdefault("RAY_AIR_NEW_OUTPUT", "0")  # the new output prints its tables at verbose=0 too
 
 import ray
 
@@ -68,7 +69,7 @@ def session(cpus: int | None = None) -> Iterator[ClusterResources]:
 
 def _connect(cpus: int | None) -> None:
     address = os.environ.get("RAY_ADDRESS")
-    options = {"log_to_driver": False, "logging_level": logging.WARNING, "configure_logging": True}
+    options = {"log_to_driver": False, "logging_level": logging.ERROR, "configure_logging": True}
     if address:
         try:
             ray.init(address=address, **options)
