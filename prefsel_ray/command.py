@@ -90,7 +90,7 @@ def run(
 
     if scale not in SCALES:
         raise PrefselError(f"--scale {scale}: choose one of {', '.join(SCALES)}")
-    console = Console(highlight=False)
+    console = Console(highlight=False, width=None if sys.stdout.isatty() else 140)
     sweep = sweep_function(scale)
     if data is not None:
         sweep = replace(

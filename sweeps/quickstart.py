@@ -41,13 +41,13 @@ def sweep(scale: str) -> Sweep:
         return Sweep(
             name="quickstart",
             scale=scale,
-            data=DebianSynopses(),
+            data=DebianSynopses(max_description_chars=300),
             fallback=PlantedText(users=60, pairs_per_user=32, seed=0),
             splits=SplitSpec(
                 seen_users=30,
                 unseen_users=10,
-                train_per_user=20,
-                seen_test_per_user=5,
+                train_per_user=16,
+                seen_test_per_user=4,
                 support_per_user=8,
                 unseen_test_per_user=8,
                 min_pairs_per_user=16,
