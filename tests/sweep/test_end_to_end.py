@@ -30,6 +30,21 @@ def run(store, *options):
     return subprocess.run(command(store, *options), capture_output=True, text=True, timeout=500)
 
 
+def prefsel(*arguments):
+    program = [sys.executable, "-m", "prefsel_ray.cli", *map(str, arguments)]
+    return subprocess.run(program, capture_output=True, text=True, timeout=500)
+
+
+def changed_quickstart(path, *changes):
+    """A sweep file at `path`: the quickstart with some fields replaced."""
+    path.write_text(
+        "from dataclasses import replace\nimport runpy\n"
+        f"base = runpy.run_path({str(QUICKSTART)!r})['sweep']\n"
+        f"def sweep(scale):\n    return replace(base(scale), {', '.join(changes)})\n"
+    )
+    return path
+
+
 def results(store, name="quickstart-toy"):
     return pq.read_table(store / "sweeps" / name / "results.parquet")
 
@@ -61,7 +76,7 @@ def test_every_metric_is_there_for_every_method_that_has_it(undisturbed):
     assert {m for metric, m in have if metric == "rougeL"} == METHODS
     assert {m for metric, m in have if metric == "win_rate"} == HEADS
     assert {row["policy"] for row in rows if row["metric"] == "rouge1"} == {"toy:2x32", "toy:3x48"}
-    assert {row["seed"] for row in rows if row["metric"] == "rm_accuracy"} == {None, 0, 1, 2}
+    assert {row["seed"] for row in rows if row["metric"] == "rm_accuracy"} == {None, 0, 1}
 
 
 def test_a_missing_number_is_null_with_a_reason(undisturbed):
@@ -78,7 +93,7 @@ def test_at_weight_zero_prefix_sum_is_the_base_policy_accuracy(undisturbed):
     base = [row["value"] for row in chosen if row["variant"] == "base"]
     at_zero = [row["value"] for row in chosen if row["variant"] == "prefix_sum" and row["w"] == 0.0]
     assert len(base) == 1
-    assert at_zero == base * 3
+    assert at_zero == base * 3  # one for each head
 
 
 def test_the_report_and_the_places_to_look_are_printed(undisturbed):
@@ -105,9 +120,7 @@ def test_running_again_redoes_no_cell_and_starts_no_ray(undisturbed):
     assert finished(store) == before
     assert time.monotonic() - started < 60
     assert len(runs_of(store)) == len(before) + 1
-    status = subprocess.run(
-        [sys.executable, "-m", "prefsel_ray.cli", "status", "--store", str(store)], capture_output=True, text=True
-    )
+    status = prefsel("status", "--store", store)
     assert "all done" in status.stdout
 
 
@@ -171,11 +184,7 @@ def test_a_file_with_defects_runs_and_its_ledger_is_that_of_data_check(tmp_path)
     good, bad = pairs_with_defects()
     path = tmp_path / "pairs.jsonl"
     path.write_text("".join(json.dumps(row) + "\n" for row in [*good, *bad]))
-    check = subprocess.run(
-        [sys.executable, "-m", "prefsel_ray.cli", "data", "check", str(path), "--model", "toy:2x32", "--reserve", "8"],
-        capture_output=True,
-        text=True,
-    )
+    check = prefsel("data", "check", path, "--model", "toy:2x32", "--reserve", "8")
     assert check.returncode == 0, check.stderr
     for row, word in (
         (41, "user"),
@@ -188,68 +197,38 @@ def test_a_file_with_defects_runs_and_its_ledger_is_that_of_data_check(tmp_path)
     ):
         assert any(str(row) in line and word in line for line in check.stdout.splitlines()), (row, word, check.stdout)
     assert any("47" in line and "one pair" in line for line in check.stdout.splitlines()), check.stdout
+    # Without heads there is no training, which would take most of the time and knows nothing of the ledger.
+    sweep = changed_quickstart(tmp_path / "headless.py", "methods=('zero_shot', 'icl_rag')", "settings={}")
     store = tmp_path / "runs"
-    process = run(store, "--data", str(path))
+    process = prefsel("run", sweep, "--scale", "toy", "--store", store, "--data", path)
     assert process.returncode == 0, process.stdout[-3000:] + process.stderr[-3000:]
-    ledger = json.loads((store / "sweeps" / "quickstart-toy-pairs" / "ledger.json").read_text())
+    folder = store / "sweeps" / "quickstart-toy-pairs"
+    ledger = json.loads((folder / "ledger.json").read_text())
     refused = sum(entry["count"] for entry in ledger["refused"].values())
     assert ledger["rows_read"] == 48 == ledger["rows_kept"] + refused
+    page = (folder / "report" / "index.html").read_text()
     in_check = [line.split(":")[1].strip() for line in check.stdout.splitlines() if line.startswith("  refused")]
-    assert [reason for reason in in_check if not any(known.startswith(reason) for known in ledger["refused"])] == []
-    page = (store / "sweeps" / "quickstart-toy-pairs" / "report" / "index.html").read_text()
-    assert "lone surrogate" in page
+    assert len(in_check) == 4
+    for reason in [*in_check, "lone surrogate"]:
+        assert reason in page, reason
 
 
 def test_wrong_input_is_one_line_and_exit_code_two(tmp_path):
     cases = [
-        (command(tmp_path / "s1", "--data", "absent.jsonl"), "absent.jsonl: no such file"),
-        ([*command(tmp_path / "s2"), "--scale", "huge"], "--scale huge"),
+        (command(tmp_path / "s1", "--data", "absent.jsonl")[1:], "absent.jsonl: no such file"),
+        ([*command(tmp_path / "s2")[1:], "--scale", "huge"], "--scale huge"),
     ]
     (tmp_path / "s3").mkdir()
     (tmp_path / "s3" / "store.json").write_text('{"format": 99}')
-    cases.append((command(tmp_path / "s3"), "store format 99"))
-    sweep = tmp_path / "typo.py"
-    sweep.write_text(
-        "from dataclasses import replace\nimport runpy\n"
-        f"base = runpy.run_path({str(QUICKSTART)!r})['sweep']\n"
-        "def sweep(scale):\n    return replace(base(scale), methods=('zero_shot', 'lorre'))\n"
-    )
+    cases.append((command(tmp_path / "s3")[1:], "store format 99"))
+    typo = changed_quickstart(tmp_path / "typo.py", "methods=('zero_shot', 'lorre')", "settings={}")
     cases.append(
-        (
-            [
-                sys.executable,
-                "-m",
-                "prefsel_ray.cli",
-                "run",
-                str(sweep),
-                "--scale",
-                "toy",
-                "--store",
-                str(tmp_path / "s4"),
-            ],
-            "lore",
-        )
+        (["-m", "prefsel_ray.cli", "run", typo, "--scale", "toy", "--store", tmp_path / "s4"], "did you mean lore")
     )
-    model = tmp_path / "model.py"
-    model.write_text(sweep.read_text().replace("methods=('zero_shot', 'lorre')", "policies=('./nowhere',)"))
-    cases.append(
-        (
-            [
-                sys.executable,
-                "-m",
-                "prefsel_ray.cli",
-                "run",
-                str(model),
-                "--scale",
-                "toy",
-                "--store",
-                str(tmp_path / "s5"),
-            ],
-            "nowhere",
-        )
-    )
+    model = changed_quickstart(tmp_path / "model.py", "policies=('./nowhere',)")
+    cases.append((["-m", "prefsel_ray.cli", "run", model, "--scale", "toy", "--store", tmp_path / "s5"], "nowhere"))
     for arguments, words in cases:
-        process = subprocess.run(arguments, capture_output=True, text=True, timeout=120)
+        process = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=120)
         assert process.returncode == 2, process.stderr
         assert words in process.stderr
         assert len(process.stderr.strip().splitlines()) == 1, process.stderr

@@ -1,0 +1,1 @@
+"""Writing with a policy: guided by a reward head, or shown the user's own examples."""
