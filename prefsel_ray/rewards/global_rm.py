@@ -8,7 +8,14 @@ from torch import Tensor
 
 from prefsel_ray.rewards.linear import HeadSettings, LinearHead
 from prefsel_ray.rewards.protocol import PairFeatures
-from prefsel_ray.rewards.solve import L2_WITHOUT_SLICE, best_l2, bt_direction, held_out_rows, losses_on_grid, pair_weights
+from prefsel_ray.rewards.solve import (
+    L2_WITHOUT_SLICE,
+    best_l2,
+    bt_direction,
+    held_out_rows,
+    losses_on_grid,
+    pair_weights,
+)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The frame of heads that are linear in the hidden state: settings, centring, scale, saving. Methods fill in the fit."""
+"""The frame of heads that are linear in the hidden state: settings, centring, scale, saving. Methods add the fit."""
 
 import json
 import math

@@ -152,7 +152,9 @@ def train_jointly(
         penalty = (runs.basis / s.scale).square().sum(dim=1).mean(dim=1) * l2 / 2
         loss = (weights @ bt_loss(runs.margins(x_in, owner_in, s.scale)) + penalty).sum()
         if not torch.isfinite(loss):
-            raise NonFiniteError(f"lore: training loss is {loss.item()} at step {step}; lower lr or look for huge features")
+            raise NonFiniteError(
+                f"lore: training loss is {loss.item()} at step {step}; lower lr or look for huge features"
+            )
         loss.backward()
         optimiser.step()
         if not held.any():

@@ -1,6 +1,6 @@
 """What the linear heads share: the held-out slice, feature scales, and the convex Bradley-Terry solver."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -9,7 +9,6 @@ from scipy.special import expit
 from torch import Tensor
 
 from prefsel_ray.data.schema import stable_hash
-from prefsel_ray.errors import PrefselError
 from prefsel_ray.rewards.protocol import NonFiniteError, PairFeatures
 
 # L2 weights tried, strongest first. In units of the mean loss over standardised features: where real features
@@ -95,5 +94,3 @@ def best_l2(losses: dict[float, np.ndarray]) -> float:
     """The l2 with the lowest mean held-out loss; of equals the strongest. Log-loss, since accuracy on tens of pairs
     moves in steps of per cents and cannot tell neighbours apart."""
     return min(sorted(losses, reverse=True), key=lambda l2: losses[l2].mean())
-
-
