@@ -41,7 +41,7 @@ def sweep(scale: str) -> Sweep:
         return Sweep(
             name="quickstart",
             scale=scale,
-            data=DebianSynopses(max_description_chars=300),
+            data=DebianSynopses(max_description_chars=240),
             fallback=PlantedText(users=60, pairs_per_user=32, seed=0),
             splits=SplitSpec(
                 seen_users=30,
@@ -56,7 +56,7 @@ def sweep(scale: str) -> Sweep:
             policies=(SMOLLM2,),
             methods=METHODS,
             written=100,
-            max_new_tokens=24,
+            max_new_tokens=20,
             bertscore=BertScoreSpec(),
         )
     raise PrefselError(f"--scale {scale}: the quickstart has toy and small")

@@ -4,7 +4,7 @@ A job is `job(models, block, block_id, **settings) -> {folder: table}`; `models[
 LanguageModel, `block` is a table in PAIR_SCHEMA, and each table becomes the part file of `block_id` in its folder.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -97,19 +97,23 @@ def generate(
     """
     lm = models[policy]
     pairs = pairs_from_table(block)
-    fitted = {g["folder"]: FittedHead(Path(g["model"])) for g in guides if g["model"] is not None}
-    rows = [[_guide(spec, fitted.get(spec["folder"]), pair.user_id) for spec in guides] for pair in pairs]
+    heads = {path: FittedHead(Path(path)) for path in sorted({g["model"] for g in guides if g["model"] is not None})}
+    rows = [_guides(guides, heads, pair.user_id) for pair in pairs]
     prompts = [prompt_ids(lm.tokenizer, pair.prompt) for pair in pairs]
-    separate = models[backbone] if backbone != policy and fitted else None
+    separate = models[backbone] if backbone != policy and heads else None
     texts, _ = decode(lm, prompts, rows, k=k, max_new_tokens=max_new_tokens, backbone=separate)
     return {spec["folder"]: _texts(pairs, [row[spec["folder"]] for row in texts]) for spec in guides}
 
 
-def _guide(spec: Mapping[str, Any], head: FittedHead | None, user: str) -> HeadGuide:
-    if head is None:
-        return HeadGuide(spec["folder"], None, 0.0)
-    state = head.state(user)
-    return HeadGuide(spec["folder"], lambda hidden: head.head.token_rewards(hidden, state), spec["w"])
+def _guides(specs: Sequence[Mapping[str, Any]], heads: Mapping[str, FittedHead], user: str) -> list[HeadGuide]:
+    """The guides of one user. All weights of a head share one callable, so its rewards are computed once a step."""
+    rewards = {path: _reward(head, user) for path, head in heads.items()}
+    return [HeadGuide(s["folder"], rewards.get(s["model"]), 0.0 if s["model"] is None else s["w"]) for s in specs]
+
+
+def _reward(fitted: FittedHead, user: str) -> Callable[[torch.Tensor], torch.Tensor]:
+    state = fitted.state(user)
+    return lambda hidden: fitted.head.token_rewards(hidden, state)
 
 
 def in_context(

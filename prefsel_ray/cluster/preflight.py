@@ -27,8 +27,8 @@ class Shares:
 def shares(cluster: ClusterResources, actors: int | None = None) -> Shares:
     """Divide the cluster so that actors + concurrent trials + one CPU for Ray Data fit.
 
-    `actors`: size of the model pool; by default one per GPU, else one per CPU up to MAX_CPU_ACTORS a node: SmolLM2-135M in
-    fp32 does 500 tokens a second on one thread and about 700 on two, so two processes beat two threads.
+    `actors`: size of the model pool; by default one per GPU, else one per CPU up to MAX_CPU_ACTORS a node.
+    (SmolLM2-135M in fp32 does 500 tokens a second on one thread and about 700 on two: two processes beat two threads.)
 
     Raises PrefselError where the cluster is too small, naming what it has and how to start it.
     """

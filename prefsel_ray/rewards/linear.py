@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from prefsel_ray.errors import PrefselError
-from prefsel_ray.rewards.protocol import NonFiniteError, PairFeatures
+from prefsel_ray.rewards.protocol import NonFiniteError, PairFeatures, bt_loss
 from prefsel_ray.rewards.solve import L2_GRID, inverse_spread
 
 FORMAT = 1  # raised when saved files change meaning
@@ -74,7 +74,8 @@ ALLOWED = {
     "l2_grid": "one or more positive numbers",
     "held_out_fraction": "between 0 and 1",
     "weighting": "'pairs' or 'users'",
-    "rank": "a whole number of 1 or more",
+    **dict.fromkeys(("rank", "steps", "patience", "adapt_steps", "own_slice"), "a whole number of 1 or more"),
+    "drop_below": "at least 0 and less than 1/rank",
 }
 
 
@@ -133,6 +134,7 @@ class LinearHead(ABC):
             if not torch.isfinite(tensor).all():
                 raise NonFiniteError(f"{self.method}: the fitted {name} holds NaN or infinity")
         margins = self._margins(train)
+        self.fitted["train_loss"] = float(bt_loss(margins.double()).mean())
         self.fitted["train_accuracy"] = float((margins > 0).double().mean())
         self.fitted["margin_std"] = float(margins.std(unbiased=False))
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from prefsel_ray.rewards.linear import HeadSettings, LinearHead
 from prefsel_ray.rewards.protocol import NonFiniteError, PairFeatures, bt_loss
-from prefsel_ray.rewards.solve import L2_WITHOUT_SLICE, held_out_rows, pair_weights
+from prefsel_ray.rewards.solve import L2_WITHOUT_SLICE, held_out_rows, one_thread_if_small, pair_weights
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,8 @@ class LoRE(LinearHead):
         basis = torch.randn(x.shape[1], s.rank, generator=generator).to(x.device)
         logits = torch.randn(len(self.users), s.rank, generator=generator).to(x.device)
 
-        basis, logits, facts = train_jointly(x, owner, train.users, held, grid, basis, logits, s)
+        with one_thread_if_small(x.numel() * s.rank * len(grid)):
+            basis, logits, facts = train_jointly(x, owner, train.users, held, grid, basis, logits, s)
         weights = torch.softmax(logits, dim=-1)
         used = weights.amax(dim=0) > s.drop_below
         weights = weights[:, used] / weights[:, used].sum(dim=-1, keepdim=True)
@@ -100,10 +101,11 @@ class LoRE(LinearHead):
         along = (support.chosen - support.rejected).cpu() @ self.tensors["basis"] / self.settings.scale
         logits = self.prior().log().requires_grad_()
         optimiser = torch.optim.Adam([logits], lr=self.settings.adapt_lr)
-        for _ in range(self.settings.adapt_steps):
-            optimiser.zero_grad()
-            bt_loss(along @ torch.softmax(logits, dim=-1)).mean().backward()
-            optimiser.step()
+        with one_thread_if_small(along.numel()):
+            for _ in range(self.settings.adapt_steps):
+                optimiser.zero_grad()
+                bt_loss(along @ torch.softmax(logits, dim=-1)).mean().backward()
+                optimiser.step()
         weights = torch.softmax(logits.detach(), dim=-1)
         if not torch.isfinite(weights).all():
             raise NonFiniteError(f"lore: the adapted weights of user {user} are not finite; look for huge features")

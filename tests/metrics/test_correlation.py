@@ -19,7 +19,7 @@ def test_values_match_numbers_worked_out_by_hand():
 
 
 def test_float_noise_does_not_break_a_tie():
-    # With 0.1 + 0.2 above 0.3, tau is 0.33; with the tie it is 2 / sqrt(2 * 3) = 0.82 on these three and a fourth point.
+    # With 0.1 + 0.2 above 0.3, tau is 0.33; with the tie it is 2 / sqrt(2 * 3) = 0.82 on these three and a fourth.
     noisy = correlations([0.1 + 0.2, 0.3, 0.4, 0.5], [2, 1, 3, 4], METHODS[:4])["kendall"]
     clean = correlations([0.3, 0.3, 0.4, 0.5], [2, 1, 3, 4], METHODS[:4])["kendall"]
     assert noisy.value == clean.value == pytest.approx(5 / np.sqrt(5 * 6))

@@ -156,11 +156,11 @@ def test_scale_divides_rewards_and_a_converged_direction_makes_up_for_it():
 
 def test_heads_stay_usable_where_features_have_more_dimensions_than_pairs():
     wide = user_directions(users=5, width=200, clusters=1, seed=7, strength=6.0)
-    train, test = planted_pairs(wide, 20, seed=8), planted_pairs(wide, 100, seed=9)
+    train, test = planted_pairs(wide, 40, seed=8), planted_pairs(wide, 100, seed=9)
     for head in (GlobalRM(), LoRE(), MPU()):
         head.fit(train, seed=0)
         assert np.isfinite(head.fitted["margin_std"])
-        assert accuracy(head, test) > 0.54
+        assert accuracy(head, test) > 0.55
 
 
 def test_bradley_terry_loss_neither_overflows_nor_vanishes():
