@@ -86,7 +86,14 @@ class TrialBar(ray.tune.Callback):
     """A progress bar over trials, ended ones counted whatever their outcome."""
 
     def __init__(self, trials: int) -> None:
-        self.bar = tqdm(total=trials, desc="reward models", unit="trial")
+        self.trials = trials
+        self.bar: tqdm | None = None  # Tune pickles its callbacks before it starts, and a bar holds an open stream
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"trials": self.trials, "bar": None}
+
+    def setup(self, **info: Any) -> None:
+        self.bar = tqdm(total=self.trials, desc="reward models", unit="trial")
 
     def on_trial_complete(self, iteration: int, trials: list, trial: Any, **info: Any) -> None:
         self.bar.update()
