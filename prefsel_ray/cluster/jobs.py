@@ -22,10 +22,11 @@ from prefsel_ray.decoding.demonstrations import demonstrate
 from prefsel_ray.decoding.guides import HeadGuide
 from prefsel_ray.decoding.in_context import InContextItem, write_and_trace
 from prefsel_ray.lm.chat import prompt_ids, response_ids
-from prefsel_ray.lm.packed import PromptBranches, packed_forward
+from prefsel_ray.lm.packed import packed_forward
 from prefsel_ray.metrics.bertscore import BertScoreSpec
 from prefsel_ray.metrics.text import text_scores
 from prefsel_ray.rewards import load_method, method_settings
+from prefsel_ray.rewards.scoring import final_states, prompt_branches
 
 Tables = Mapping[str, pa.Table]
 FLOATS = pa.list_(pa.float32())
@@ -40,7 +41,12 @@ def trace(
     """
     lm = models[model]
     pairs = pairs_from_table(block)
-    outputs = packed_forward(lm, [_branches(lm, pair) for pair in pairs], logprobs=logprobs, states=states is not None)
+    outputs = packed_forward(
+        lm,
+        [prompt_branches(lm, pair.prompt, (pair.chosen, pair.rejected)) for pair in pairs],
+        logprobs=logprobs,
+        states=states is not None,
+    )
     columns: dict[str, Any] = _keys(pairs)
     if logprobs:
         for side, name in enumerate(("chosen", "rejected")):
@@ -183,17 +189,8 @@ def own_reward(
     baseline = _read_texts(zero_shot, block_id, pairs)
     guided = {cell["folder"]: _read_texts(cell["texts"], block_id, pairs) for cell in cells}
     distinct = [sorted({baseline[i], *(texts[i] for texts in guided.values())}) for i in range(len(pairs))]
-    items = [
-        PromptBranches(
-            tuple(prompt_ids(lm.tokenizer, pair.prompt)),
-            tuple(tuple(response_ids(lm.tokenizer, pair.prompt, text)) for text in texts),
-        )
-        for pair, texts in zip(pairs, distinct, strict=True)
-    ]
-    outputs = packed_forward(lm, items, logprobs=False, states=True)
-    final = [
-        dict(zip(texts, (s[-1] for s in out.states), strict=True)) for texts, out in zip(distinct, outputs, strict=True)
-    ]
+    states = final_states(lm, [(pair.prompt, texts) for pair, texts in zip(pairs, distinct, strict=True)])
+    final = [dict(zip(texts, own, strict=True)) for texts, own in zip(distinct, states, strict=True)]
     tables = {}
     for cell in cells:
         head = FittedHead(Path(cell["model"]))
@@ -236,14 +233,6 @@ def score_texts(
         columns["note"] = pa.array([score.note for score in own], pa.string())
         tables[cell["folder"]] = pa.table(columns)
     return tables
-
-
-def _branches(lm: Any, pair: Pair) -> PromptBranches:
-    sides = (pair.chosen, pair.rejected)
-    return PromptBranches(
-        tuple(prompt_ids(lm.tokenizer, pair.prompt)),
-        tuple(tuple(response_ids(lm.tokenizer, pair.prompt, text)) for text in sides),
-    )
 
 
 def _keys(pairs: Sequence[Pair]) -> dict[str, Any]:

@@ -115,7 +115,7 @@ class ModelPool:
         except RayTaskError as error:
             raise error.as_instanceof_cause() from None
         except RayActorError:
-            self._actors.clear()
+            self.close()  # the others may be as broken; the next stage starts fresh ones
             raise
         finally:
             for ref in running:

@@ -4,7 +4,8 @@ BERTScore: Zhang et al., ICLR 2020, arXiv 1904.09675. Model loading, tokenising,
 library's; how texts and pairs are put together is ours, because the library's own loop
 - orders texts by a Python set, so the last digits change with PYTHONHASHSEED;
 - pads pairs to one matrix and gives a padded cell similarity 0, which wins over a negative one: a score then depends on
-  the other pairs. Here a pair is matched alone, without padding.
+  the other pairs (seen with MiniLM on two unrelated synopses: 3.48 alone, 4.33 beside a longer pair).
+Here a pair is matched alone, without padding.
 """
 
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import torch
 
+from prefsel_ray.data.encoder import resolve_encoder_folder
 from prefsel_ray.errors import PrefselError
 
 PAIRS_PER_CHUNK = 1024  # bounds the token embeddings held at a time
@@ -146,9 +148,9 @@ class _IdfOff(dict):
 
 def _folder(spec: BertScoreSpec) -> Path:
     """The model's folder, absolute, after the checks that the library leaves out."""
-    from prefsel_ray.data.encoder import resolve_encoder_folder
-
-    folder = Path(resolve_encoder_folder(spec.model)).resolve()
+    if spec.num_layers < 1:
+        raise PrefselError(f"BERTScore num_layers={spec.num_layers}: the first layer is 1")
+    folder = resolve_encoder_folder(spec.model).resolve()
     if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
         raise PrefselError(f"BERTScore model {spec.model}: {folder} lacks config.json or a .safetensors file")
     if "t5" in str(folder):

