@@ -35,6 +35,7 @@ def sweep(scale: str) -> Sweep:
             seeds=(0, 1),
             settings={"lore": {"steps": 100}},
             written=8,
+            in_context_ranked=16,
             max_new_tokens=8,
         )
     if scale == "small":
@@ -47,7 +48,7 @@ def sweep(scale: str) -> Sweep:
                 seen_users=30,
                 unseen_users=10,
                 train_per_user=16,
-                seen_test_per_user=4,
+                seen_test_per_user=5,
                 support_per_user=8,
                 unseen_test_per_user=8,
                 min_pairs_per_user=16,
@@ -56,6 +57,7 @@ def sweep(scale: str) -> Sweep:
             policies=(SMOLLM2,),
             methods=METHODS,
             written=100,
+            in_context_ranked=100,
             max_new_tokens=20,
             bertscore=BertScoreSpec(),
         )

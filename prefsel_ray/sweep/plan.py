@@ -132,6 +132,7 @@ def _in_context(sweep: Sweep, policy: str, model: str, pairs: Cell) -> list[Cell
                     "settings": settings,
                     "k": k,
                     "seed": seed,
+                    "ranked": sweep.in_context_ranked,
                     "written": sweep.written,
                     "max_new_tokens": sweep.max_new_tokens,
                 }

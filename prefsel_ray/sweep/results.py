@@ -205,14 +205,16 @@ def _policy_accuracy(results: Results, plan: Plan, store: Store, pairs: Sequence
             results.add_seeds(by_seed, users, cells, **key)
     in_context = [c for c in plan.in_context if c.label["policy"] == policy]
     for (method, variant), cells in _groups(store, in_context, "method", "variant").items():
-        by_seed = {}
+        by_seed, ranked = {}, users
         for seed, cell in cells.items():
             shown = read_parts(store.folder(cell))
+            ranked = shown["user_id"].to_pylist()
             sides = (shown["logprobs_chosen"].to_pylist(), shown["logprobs_rejected"].to_pylist())
             traces = [PairTrace(c, r) for c, r in zip(*sides, strict=True)]
             by_seed[seed] = outcomes(*scores(traces, "full"))
         key = {"method": method, "policy": policy, "metric": "policy_accuracy", "variant": f"full;{variant}"}
-        results.add_seeds(by_seed, users, cells, **key)
+        note = f"ranked on {len(ranked)} of {len(users)} test pairs" if len(ranked) < len(users) else None
+        results.add_seeds(by_seed, ranked, cells, note=note, **key)
 
 
 def _with_rewards(logprobs: Mapping[str, Sequence[Any]], rewards: pa.Table) -> tuple[Totals, Totals]:

@@ -124,7 +124,8 @@ class Runner:
                 ]
                 return {**settings, "cells": specs}
 
-            self._blocks(f"in-context examples, {policy}", jobs.in_context, group, "test", block_settings)
+            ranked = max(self.plan.sweep.in_context_ranked or self._rows("test"), self.plan.sweep.written)
+            self._blocks(f"in-context examples, {policy}", jobs.in_context, group, ranked, block_settings)
             self._finish(group, group)
 
     def _rewards(self) -> None:
@@ -188,7 +189,7 @@ class Runner:
                 ]
                 return {**common, "guides": guides}
 
-            self._blocks(f"guided decoding, {policy}", jobs.generate, group, "written", settings)
+            self._blocks(f"guided decoding, {policy}", jobs.generate, group, self.plan.sweep.written, settings)
             self._finish(group, group)
 
     def _own_rewards(self) -> None:
@@ -204,7 +205,7 @@ class Runner:
                 zero_shot = str(self.store.folder(cells[0].inputs[1]))
                 return {"backbone": self.plan.sweep.backbone, "zero_shot": zero_shot, "cells": specs}
 
-            self._blocks(f"own rewards, {policy}", jobs.own_reward, group, "written", settings)
+            self._blocks(f"own rewards, {policy}", jobs.own_reward, group, self.plan.sweep.written, settings)
             self._finish(group, group)
 
     def _text_scores(self) -> None:
@@ -214,7 +215,7 @@ class Runner:
             specs = [{"folder": str(self.store.folder(c)), "texts": str(self.store.folder(c.inputs[0]))} for c in cells]
             return {"bertscore": cells[0].fields["bertscore"], "cells": specs}
 
-        self._blocks("ROUGE and BERTScore", jobs.score_texts, group, "written", settings)
+        self._blocks("ROUGE and BERTScore", jobs.score_texts, group, self.plan.sweep.written, settings)
         self._finish(group, group)
 
     # Shared machinery.
@@ -240,13 +241,13 @@ class Runner:
         title: str,
         job: Job,
         cells: Sequence[Cell],
-        rows: str | Path,
+        rows: str | int | Path,
         settings: Callable[[Sequence[Cell]], Mapping[str, Any]],
         subfolder: str = "",
     ) -> bool:
         """Send every block that some cell still lacks through the pool; True where all blocks are there.
 
-        `rows`: "fit", "test" or "written" pairs, or a folder of part files. On an error all `cells` fail.
+        `rows`: "fit" or "test" pairs, so many of the test pairs, or a folder of parts. On an error all `cells` fail.
         """
         if not cells:
             return True
@@ -281,26 +282,27 @@ class Runner:
                     cell, _record(self._started, {"cells_in_job": len(group), "forward_tokens_of_job": tokens})
                 )
 
-    def _read(self, rows: str | Path) -> Iterator[tuple[int, Any]]:
+    def _read(self, rows: str | int | Path) -> Iterator[tuple[int, Any]]:
         pairs, size = self.store.folder(self.plan.pairs), self.plan.sweep.block_rows
         if isinstance(rows, Path):
             for path in sorted(rows.glob("part-*.parquet")):
                 yield int(path.stem.removeprefix("part-")), pq.read_table(path)
             return
-        left = self.plan.sweep.written if rows == "written" else None
+        left = rows if isinstance(rows, int) else self._rows(rows)
         for block_id, block in stream_blocks([pairs / ("fit.parquet" if rows == "fit" else "test.parquet")], size):
-            if left is not None:
-                if left <= 0:
-                    return
-                block, left = block.slice(0, left), left - block.num_rows
-            yield block_id, block
+            if left <= 0:
+                return
+            yield block_id, block.slice(0, left)
+            left -= block.num_rows
 
-    def _count_blocks(self, rows: str | Path) -> int:
+    def _rows(self, side: str) -> int:
+        """Pairs on the "fit" or the "test" side."""
+        return self.store.record(self.plan.pairs)[f"{side}_rows"]
+
+    def _count_blocks(self, rows: str | int | Path) -> int:
         if isinstance(rows, Path):
             return len(list(rows.glob("part-*.parquet")))
-        record = self.store.record(self.plan.pairs)
-        count = record["fit_rows"] if rows == "fit" else record["test_rows"]
-        count = min(count, self.plan.sweep.written) if rows == "written" else count
+        count = self._rows(rows) if isinstance(rows, str) else min(rows, self._rows("test"))
         return -(-count // self.plan.sweep.block_rows)
 
     def _written_ids(self) -> list[str]:

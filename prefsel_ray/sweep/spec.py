@@ -21,8 +21,9 @@ class Sweep:
     """One comparison of personalisation methods.
 
     `weights` is the grid of w for policy accuracy (arithmetic on traces); `decode_weights` are the w that guided
-    decoding really writes with. `written` test pairs get texts, all test pairs are ranked. `settings` gives a
-    method's own settings by name. `bertscore` None leaves BERTScore out, with that as the reason.
+    decoding really writes with. All test pairs are ranked and `written` of them get texts; in-context methods, whose
+    prompts are several times longer, rank the first `in_context_ranked` (None: all). `settings` gives a method's own
+    settings by name. `bertscore` None leaves BERTScore out, with that as the reason.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Sweep:
     decode_weights: tuple[float, ...] = (1.0,)
     top_k: int = 10
     written: int = 100
+    in_context_ranked: int | None = None
     max_new_tokens: int = 32
     block_rows: int = 8
     bertscore: BertScoreSpec | None = None
