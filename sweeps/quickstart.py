@@ -42,7 +42,7 @@ def sweep(scale: str) -> Sweep:
         return Sweep(
             name="quickstart",
             scale=scale,
-            data=DebianSynopses(max_description_chars=240),
+            data=DebianSynopses(max_description_chars=240, min_packages_per_user=16),
             fallback=PlantedText(users=60, pairs_per_user=32, seed=0),
             splits=SplitSpec(
                 seen_users=30,

@@ -29,6 +29,7 @@ from prefsel_ray.sweep.cell import Cell
 from prefsel_ray.sweep.plan import Plan
 from prefsel_ray.sweep.store import Store, write_json
 
+FIT_BLOCKS = 4  # pairs to learn from are traced in blocks so many times larger
 PACKAGES = ("prefsel_ray", "ray", "torch", "transformers", "pyarrow", "numpy", "mlflow")
 
 
@@ -283,13 +284,14 @@ class Runner:
                 )
 
     def _read(self, rows: str | int | Path) -> Iterator[tuple[int, Any]]:
-        pairs, size = self.store.folder(self.plan.pairs), self.plan.sweep.block_rows
+        pairs = self.store.folder(self.plan.pairs)
         if isinstance(rows, Path):
             for path in sorted(rows.glob("part-*.parquet")):
                 yield int(path.stem.removeprefix("part-")), pq.read_table(path)
             return
         left = rows if isinstance(rows, int) else self._rows(rows)
-        for block_id, block in stream_blocks([pairs / ("fit.parquet" if rows == "fit" else "test.parquet")], size):
+        path = pairs / ("fit.parquet" if rows == "fit" else "test.parquet")
+        for block_id, block in stream_blocks([path], self._block_size(rows)):
             if left <= 0:
                 return
             yield block_id, block.slice(0, left)
@@ -303,7 +305,11 @@ class Runner:
         if isinstance(rows, Path):
             return len(list(rows.glob("part-*.parquet")))
         count = self._rows(rows) if isinstance(rows, str) else min(rows, self._rows("test"))
-        return -(-count // self.plan.sweep.block_rows)
+        return -(-count // self._block_size(rows))
+
+    def _block_size(self, rows: str | int) -> int:
+        # Every Train job reads all part files of the fit side: few large ones start it sooner.
+        return FIT_BLOCKS * self.plan.sweep.block_rows if rows == "fit" else self.plan.sweep.block_rows
 
     def _written_ids(self) -> list[str]:
         test = pq.read_table(self.store.folder(self.plan.pairs) / "test.parquet", columns=["example_id"])
