@@ -14,6 +14,9 @@ from pathlib import Path
 import pyarrow.parquet as pq
 import pytest
 from mlflow.tracking import MlflowClient
+from typer.testing import CliRunner
+
+from prefsel_ray.cli import app
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "sweeps" / "quickstart.py"
@@ -214,22 +217,24 @@ def test_a_file_with_defects_runs_and_its_ledger_is_that_of_data_check(tmp_path)
 
 
 def test_wrong_input_is_one_line_and_exit_code_two(tmp_path):
-    cases = [
-        (command(tmp_path / "s1", "--data", "absent.jsonl")[1:], "absent.jsonl: no such file"),
-        ([*command(tmp_path / "s2")[1:], "--scale", "huge"], "--scale huge"),
-    ]
     (tmp_path / "s3").mkdir()
     (tmp_path / "s3" / "store.json").write_text('{"format": 99}')
-    cases.append((command(tmp_path / "s3")[1:], "store format 99"))
     typo = changed_quickstart(tmp_path / "typo.py", "methods=('zero_shot', 'lorre')", "settings={}")
-    cases.append(
-        (["-m", "prefsel_ray.cli", "run", typo, "--scale", "toy", "--store", tmp_path / "s4"], "did you mean lore")
-    )
     model = changed_quickstart(tmp_path / "model.py", "policies=('./nowhere',)")
-    cases.append((["-m", "prefsel_ray.cli", "run", model, "--scale", "toy", "--store", tmp_path / "s5"], "nowhere"))
+    cases = [
+        (
+            [QUICKSTART, "--scale", "toy", "--store", tmp_path / "s1", "--data", "absent.jsonl"],
+            "absent.jsonl: no such file",
+        ),
+        ([QUICKSTART, "--scale", "huge", "--store", tmp_path / "s2"], "--scale huge"),
+        ([QUICKSTART, "--scale", "toy", "--store", tmp_path / "s3"], "store format 99"),
+        ([typo, "--scale", "toy", "--store", tmp_path / "s4"], "did you mean lore"),
+        ([model, "--scale", "toy", "--store", tmp_path / "s5"], "nowhere"),
+        ([tmp_path / "absent.py", "--store", tmp_path / "s6"], "absent.py: no such sweep file"),
+    ]
     for arguments, words in cases:
-        process = subprocess.run([sys.executable, *map(str, arguments)], capture_output=True, text=True, timeout=120)
-        assert process.returncode == 2, process.stderr
-        assert words in process.stderr
-        assert len(process.stderr.strip().splitlines()) == 1, process.stderr
+        result = CliRunner().invoke(app, ["run", *map(str, arguments)])
+        assert result.exit_code == 2, result.output
+        assert words in result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1, result.stderr
     assert [path.name for path in tmp_path.glob("s*/*") if path.name != "store.json"] == []
