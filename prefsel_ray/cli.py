@@ -1,7 +1,6 @@
 """The `prefsel` command. Nothing heavy is imported before a command needs it."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Annotated
@@ -90,7 +89,8 @@ def ui(
         print(f"MLflow on http://{host}:{port} (Ctrl-C stops it)", flush=True)
         command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", opened.mlflow_uri]
         command += ["--host", host, "--port", str(port), "--workers", "1"]
-        return subprocess.run(command, env={**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"}, check=False).returncode
+        # The server takes this process's place, so that a signal meant for it reaches it.
+        os.execve(sys.executable, command, {**os.environ, "MLFLOW_DISABLE_TELEMETRY": "true"})
 
     _exit(action)
 
