@@ -17,7 +17,7 @@ demo: setup
 	$(BIN)/python sweeps/quickstart.py --scale small
 
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
 
 lint: setup
 	$(BIN)/ruff check .
